@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from disco_hlo.plugin.phases import enact_phase
 from disco_hlo.plugin.xla import jaxlink
 from disco_hlo.plugin.xla.jaxlink import Handler
 
@@ -16,6 +17,12 @@ def compiled_search() -> None:
     from tests.compiled_search import compile_search
 
     compile_search()
+
+
+@pytest.fixture(autouse=True)
+def nothing_enacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test runs what another has compiled."""
+    monkeypatch.setattr(enact_phase, "_executables", {})
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from disco_hlo.backends import BACKENDS
+from disco_hlo.elsewhere import here
 from disco_hlo.errors import ModuleError, ProfileError
 from disco_hlo.plugin.measuring import room, traced_modules
 from disco_hlo.plugin.measuring.traced_modules import (
@@ -117,7 +118,7 @@ def test_what_is_compiled_is_read_once_and_its_names_graph_made_ahead(
     for name, module in {"alone": alone, "beside": beside, "called": called}.items():
         for one in module.trials:
             one.executable = one.name
-            module.read(one)
+            module.read(one, here)
         told[name] = [module.written, *(one.executed for one in module.trials)]
         module.let_go()
         assert [module.written, *((one.executable, one.executed) for one in module.trials)] == [
@@ -137,7 +138,7 @@ def test_a_module_without_a_graph_fails_where_its_trace_is_read_and_not_its_comp
     """The compile of XLA's default, which a training calls, ends the search where it fails."""
     monkeypatch.setattr(traced_modules.executables, "read_executable", lambda _: b"\n\x04step")
     module = Traceable(Trial("step", None, 0))
-    module.read(module.trial)
+    module.read(module.trial, here)
     assert (module.trial.executed, module.written) == (b"\n\x04step", None)
     taken = NamedTrace(Trace((), ()), (), b"\n\x04step", None)
     with pytest.raises(ModuleError):

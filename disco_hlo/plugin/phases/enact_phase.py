@@ -34,6 +34,7 @@ from disco_hlo.plugin.logs import LOGGER, compared, one_line
 from disco_hlo.plugin.measuring.candidates import compare_with_default
 from disco_hlo.plugin.measuring.inputs.indices import index_bounds
 from disco_hlo.plugin.measuring.inputs.signs import positive_parameters
+from disco_hlo.plugin.measuring.lockstep import anywhere
 from disco_hlo.plugin.measuring.trial import Trial, marked
 from disco_hlo.plugin.phases.second_trial import doubt, other_versions, takes_turns
 from disco_hlo.plugin.refusals import may_be_run, refuse_others, switched_on, waits_for_python
@@ -48,6 +49,8 @@ from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.printable import counted
 
 _NO_PLAN = "there is no plan for it in"
+_executables: dict[tuple[object, ...], LoadedExecutable] = {}
+"""What runs the plan that was enacted last."""
 _compared: set[str] = set()
 """Digests of modules that this process compared, where the plan directory cannot say so."""
 _told: set[str] = set()
@@ -249,9 +252,13 @@ def _enact(
         )
         return None
     trial = Trial(plan.chosen, plan.strategy, 0, proposed.module, slot, restructured=proposed.restructured)
+    singly = plan.launched_singly is True
     try:
+        kept = None if again.why else _kept(session, digest, singly)
         with session.stage("enact"), marked(session, trial, "compile"):
-            if proposed.waiting is None:
+            if kept is not None:
+                trial.executable = kept
+            elif proposed.waiting is None:
                 options = launch_options(session, plan.launched_singly)
                 trial.executable = compiles.compile_module(session.request, proposed.module, options)
             else:
@@ -268,10 +275,32 @@ def _enact(
         turns = f"; it {again.why}: at first it takes turns with XLA's default, and goes on if it pays"
     else:
         LOGGER.debug("rank %d executes module %s", session.channel.rank, digest)
+        keep(session.request, digest, singly, trial.executable)
     warn_of_lost_donation(session, step)
     found = ", found under other constants and applied to this step" if proposed.other else ""
     say("enacts the plan of %s%s: %s%s", plan.target.module_name, found, _describe(plan), turns)
     return None if turns else trial.executable
+
+
+def keep(request: CompileRequest, digest: str, singly: bool, executable: LoadedExecutable) -> None:
+    """Keep what runs a plan, by the digest of its module: where JAX compiles the step anew, since its arrays came in
+    other shardings, XLA need not. One alone is kept, since its code lies on the devices, and none that calls Python."""
+    _executables.clear()
+    if not request.holds_addresses:
+        _executables[_compiled_from(request, digest, singly)] = executable
+
+
+def _kept(session: Session, digest: str, singly: bool) -> LoadedExecutable | None:
+    """What was kept, where all ranks have it: they compile together or not at all."""
+    request = session.request
+    found = None if request.holds_addresses else _executables.get(_compiled_from(request, digest, singly))
+    return None if anywhere(session, found is None, "compiled before") else found
+
+
+def _compiled_from(request: CompileRequest, digest: str, singly: bool) -> tuple[object, ...]:
+    """What makes an executable what it is. Options of JAX's own differ between two compiles of a step, and matter
+    before the hook alone."""
+    return digest, singly, tuple(device.id for device in request.devices), request.script_options
 
 
 def _compares_well(session: Session, step: Step, plan: Plan, trial: Trial, why: str) -> bool:

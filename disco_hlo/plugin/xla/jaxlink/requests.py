@@ -109,6 +109,11 @@ class CompileRequest:
         return written.getvalue()
 
     @property
+    def script_options(self) -> tuple[tuple[str, str], ...]:
+        """Options of XLA that the script gives this very step (``compiler_options``), by name."""
+        return tuple(sorted((name, str(value)) for name, value in self.options.env_option_overrides))
+
+    @property
     def digest(self) -> str:
         """Of what is compiled, for which devices, by which options of the script's; not of where the script has it.
         The same on all ranks."""
@@ -123,7 +128,7 @@ class CompileRequest:
 
     @functools.cached_property
     def _digest_and_addresses(self) -> tuple[str, bool]:
-        options = sorted((name, str(value)) for name, value in self.options.env_option_overrides)
+        options = list(self.script_options)
         text, numbers = _told_apart(self.mlir_module)
         without, count = _ADDRESS.subn(_NO_ADDRESS, text)
         found = hashlib.sha256(f"{[device.id for device in self.devices]} {options} {without}".encode())
