@@ -35,7 +35,7 @@ from disco_hlo.profiler.profile import OpTime, Profile, merged
 _TIMED = (Kind.FUSIBLE, Kind.FIXED)
 """What takes time as a single op."""
 _MOST = 4.0
-"""Of the ratio of measured to estimated time; beyond it the estimate was of something else."""
+"""Of the ratio of measured to estimated time, either way; beyond it the estimate was of something else."""
 _RARITY = 2
 """An op that so many times as many kernels hold counts as many times less, to this power."""
 
@@ -174,6 +174,7 @@ class MeasuredCosts(CostModel):
         if self._known is None or self._known[0]() is not graph:
             self._known = (ref(graph), self.corrections.of_nodes(graph))
         factors = self.corrections.factors(self._known[1], kernels.flat.member_at, kernels.flat.members)
+        factors[kernels.flat.tiled] = 1
         return np.rint(times_ns * factors).astype(np.int64)
 
     def __getstate__(self) -> dict[str, object]:
@@ -213,8 +214,12 @@ def kernel_times(graph: Graph, kernels: Kernels, times: Mapping[str, Instruction
 
 
 def corrections(graph: Graph, seen: Sequence[Seen]) -> Corrections:
-    """What these kernels of ``graph``, no two alike, tell of others."""
-    seen = [kernel for kernel in seen if kernel.measured_ns > 0]
+    """What these kernels of ``graph``, no two alike and none of Triton's, tell of others.
+
+    One that took less than a fourth of its estimate tells nothing: the estimate was of something else, such as all
+    of an array that is updated in place. By the weight that so long an estimate has it would outweigh all others.
+    """
+    seen = [one for one in seen if one.measured_ns > 0 and one.estimated_ns <= _MOST * one.measured_ns]
     if not seen:
         return NONE
     flat = flat_graph(graph)

@@ -304,9 +304,9 @@ def shipped_profile(backend: str, device_kind: str | None) -> Profile | None:
 def seen_kernels(
     profile: Profile, graph: Graph, estimator: CostModel, plans: Sequence[Strategy]
 ) -> list[Seen]:
-    """The measured kernels of ``plans``, each once.
+    """The measured kernels of ``plans`` that can correct estimates, each once.
 
-    A kernel of one op is left out: nobody estimates it as a kernel.
+    A kernel of one op is left out: nobody estimates it as a kernel. So is Triton's (``profiler.costs``).
 
     Raises:
         IllegalStrategyError: a plan does not fit the graph.
@@ -319,7 +319,7 @@ def seen_kernels(
         units = unit_graph(graph, plan)
         estimates, keys = groups_ns(graph, units, estimator, op_ns), kernel_keys(graph, units.kernels(graph))
         for group, key, estimated_ns in zip(plan.groups, keys, estimates.tolist(), strict=True):
-            if key in profile.ops and key not in found and len(group.ops) > 1:
+            if key in profile.ops and key not in found and len(group.ops) > 1 and group.kind != "triton":
                 found[key] = Seen(group.ops, estimated_ns, profile.ops[key].median_ns)
     return list(found.values())
 

@@ -29,6 +29,7 @@ from disco_hlo.optimize.costs import (
     estimates_ns,
     formula,
     machine_of,
+    seen_kernels,
 )
 from disco_hlo.optimize.sends import sends_ns
 from disco_hlo.plan.plan import Group
@@ -301,6 +302,14 @@ def test_kernels_that_took_longer_than_estimated_raise_the_next_estimates(told: 
     larger = Kernels.of_lists([nodes], [nodes])
     (before,), (after,) = (costs.kernels_ns(graph, larger) for costs in (told, again))
     assert after / before == pytest.approx(1.2, abs=0.05)
+
+
+def test_triton_s_kernels_tell_nothing_of_others(told: MeasuredCosts) -> None:
+    graph, (first, second, *_) = transformer().graph, read(transformer()).groups
+    plan = unfused(graph, [replace(first, kind="triton", config="{}"), second])
+    keys = kernel_keys(graph, unit_graph(graph, plan).kernels(graph))
+    known = replace(told.profile, ops=dict.fromkeys(keys, OpTime(9000, 10, 5)))
+    assert [kernel.members for kernel in seen_kernels(known, graph, told.estimator, [plan])] == [second.ops]
 
 
 def test_a_kernel_of_one_op_is_estimated_as_the_search_is_told(told: MeasuredCosts) -> None:

@@ -86,6 +86,13 @@ def test_estimates_of_kernels_are_corrected_and_measured_times_are_not():
     assert found.op_ns(TWO_LAYERS)[2] == 1002
 
 
+def test_estimates_of_tritons_kernels_are_not_corrected():
+    found = costs({})
+    keys = {TWO_LAYERS.nodes[x].key for x in (4, 5)}
+    found.corrections = Corrections(dict.fromkeys(keys, math.log(2)), dict.fromkeys(keys, 1.0))
+    assert found.kernels_ns(TWO_LAYERS, LAYERS).tolist() == [10004, 10004, 5002]
+
+
 def test_all_reduces_follow_the_fit():
     line = LinearPieces.of((0, 0.5, 100.0))
     fitted = CollectiveFit(line, (), 0.0, 0.0)
@@ -131,13 +138,20 @@ def test_a_rare_op_tells_more_than_one_in_every_kernel():
 
 
 def test_an_estimate_of_something_else_corrects_by_four_at_most():
-    known = corrections(TWO_LAYERS, [Seen((TANH,), 10, 9000), Seen((DOT,), 9000, 10)])
+    known = corrections(TWO_LAYERS, [Seen((TANH,), 10, 9000), Seen((DOT,), 9000, 2250)])
     assert factors(known, (TANH,), (DOT,)) == pytest.approx([4.0, 0.25])
+
+
+def test_a_kernel_estimated_at_far_too_much_does_not_outweigh_the_others():
+    # By its estimate the first would weigh 700 times what the second does, and correct every other add by 1/4.
+    update, other = Seen((ADD, LATER_TANH), 4_700_000, 6_900), Seen((ADD, DOT), 6_900, 6_900)
+    assert factors(corrections(TWO_LAYERS, [update, other]), (ADD, LATER_TANH)) == [1.0]
 
 
 def test_nothing_seen_corrects_nothing():
     assert corrections(TWO_LAYERS, []) is NONE
     assert corrections(TWO_LAYERS, [Seen((TANH,), 1000, 0)]) is NONE
+    assert corrections(TWO_LAYERS, [Seen((TANH,), 9000, 10)]) is NONE
 
 
 def test_the_order_in_which_kernels_were_seen_does_not_matter():
