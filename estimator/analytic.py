@@ -118,6 +118,8 @@ class _Step:
     scratch: Scratch
     op_ns: NDArray[np.int64] | None = None
     """``[nodes]``: each as a kernel of its own, once somebody asked."""
+    moving: KernelTables | None = None
+    """The tables of a device that computes in no time, likewise."""
 
 
 class AnalyticModel(CostModel):
@@ -170,6 +172,15 @@ class AnalyticModel(CostModel):
         """Time of each kernel, ``[len(kernels)]``."""
         known = self._of(graph)
         return _whole_times(known.tables, kernels, known.scratch)
+
+    def moving_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
+        """Streaming time of each kernel's bytes, ``[len(kernels)]``."""
+        known = self._of(graph)
+        if known.moving is None:
+            value, constant = known.tables.value.copy(), known.tables.constant.copy()
+            value[ELEMENT_NS], constant[STRIDED_NS] = 0, 0
+            known.moving = known.tables._replace(value=value, constant=constant)
+        return _whole_times(known.moving, kernels, known.scratch)
 
     def _of(self, graph: Graph) -> _Step:
         """By identity: hashing a graph takes longer than estimating a group of it."""

@@ -95,6 +95,10 @@ class GnnModel(CostModel):
             times_ns(features, flat, scratch, net, self._known, self._space, found)
         return found
 
+    def moving_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
+        """The analytical model's."""
+        return self.analytic.moving_ns(graph, kernels)
+
     def read_classes(self, graph: Graph) -> NDArray[np.int64]:
         """``[len(graph)]``: equal numbers for nodes that look alike to a kernel that reads them."""
         return row_digests(self._features(graph).static)

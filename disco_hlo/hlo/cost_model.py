@@ -205,6 +205,11 @@ class CostModel(ABC):
     def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
         """Time of each kernel, ``[len(kernels)]``."""
 
+    def moving_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
+        """What it takes each kernel to read and write memory, ``[len(kernels)]``; 0 where nobody knows."""
+        del graph  # nobody does unless a model says so
+        return np.zeros(len(kernels), np.int64)
+
     def temporary_bytes(self, graph: Graph) -> Mapping[int, int]:
         """Memory that ops need while they run, beside what they are given and return; 0 for ops not named."""
         del graph  # no op runs a region unless a model says so

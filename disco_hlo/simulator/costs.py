@@ -230,6 +230,9 @@ class _Coarse(CostModel):
     def kernels_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
         return self._counted(self.model.kernels_ns(graph, kernels))
 
+    def moving_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
+        return self._counted(self.model.moving_ns(graph, kernels))
+
     def temporary_bytes(self, graph: Graph) -> Mapping[int, int]:
         return self.model.temporary_bytes(graph)
 

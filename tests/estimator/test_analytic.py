@@ -42,6 +42,13 @@ def test_kernels_and_what_they_return():
     assert model.kernels_ns(STEP, kernels).dtype == np.int64
 
 
+def test_a_kernel_s_bytes_take_their_time_whatever_it_computes():
+    """Two arrays of 128 bytes, one read and one written, at 1 ns a byte; the logarithm takes 512 ns."""
+    model, kernels = AnalyticModel(SLOW), Kernels.of_lists([(3,), (2, 3), (2, 3)], [(3,), (3,), (2, 3)])
+    assert model.moving_ns(STEP, kernels).tolist() == [256, 256, 384]
+    assert model.kernels_ns(STEP, kernels).tolist() == [512, 544, 544]
+
+
 @pytest.mark.parametrize("rows", [16, 4096])
 def test_an_update_by_itself_takes_what_reading_and_writing_its_slice_takes(rows):
     """A loop's turn writes its entry of an array of all turns; the whole array was counted, twice."""
