@@ -140,6 +140,8 @@ class Backend:
     ``data/profiles``."""
     hoists: bool = False
     """Whether loop-invariant values inside a kernel move out of its inner loops."""
+    streams_steadily: bool = False
+    """Whether no kernel moves bytes faster than the measured ones. On a CPU some do, whose operands are in a cache."""
     transposes_by_library: bool = False
     """Whether a copy to another layout is a library call."""
     shares_processor: bool = False
@@ -226,6 +228,7 @@ GPU = Backend(  # on NVIDIA devices
     warm_up_ns=1_000_000_000,
     tensor_float=True,
     driver="libcuda.so.1",
+    streams_steadily=True,
     estimator_by_kind=True,
     machines_described=True,
     names_devices=True,

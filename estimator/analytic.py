@@ -174,7 +174,9 @@ class AnalyticModel(CostModel):
         return _whole_times(known.tables, kernels, known.scratch)
 
     def moving_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
-        """Streaming time of each kernel's bytes, ``[len(kernels)]``."""
+        """Streaming time of each kernel's bytes, ``[len(kernels)]``; 0 where that binds nobody."""
+        if not BACKENDS[graph.backend].streams_steadily:
+            return np.zeros(len(kernels), np.int64)
         known = self._of(graph)
         if known.moving is None:
             value, constant = known.tables.value.copy(), known.tables.constant.copy()

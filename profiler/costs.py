@@ -10,7 +10,7 @@ estimate as it is. Here each kind of op (its cost key: opcode, shapes, attribute
 hold it took longer than estimated, and an estimate is multiplied by the mean over the kernel's ops. What counts of an
 op is the share of time that falls on it where it was seen, and that it is rare: an op that all kernels hold tells
 little of any. Alike kernels are corrected alike, wherever in the step they are. None is corrected to less than it takes
-to move its bytes.
+to move its bytes, where that is known (GPU).
 
 Triton's kernels neither correct nor are corrected: they compute each value once, tile by tile, so that estimates of
 them err in another way. In a step of nanodo they were estimated at up to three times what they took, and other kernels
@@ -155,7 +155,7 @@ class MeasuredCosts(CostModel):
         return self._lines[kind]
 
     def moving_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
-        """What it takes each kernel to read and write memory, ``[len(kernels)]``: the estimator's business."""
+        """The least it takes each kernel to read and write memory, ``[len(kernels)]``: the estimator's business."""
         return self.estimator.moving_ns(graph, kernels)
 
     def read_classes(self, graph: Graph) -> NDArray[np.int64]:

@@ -206,7 +206,7 @@ class CostModel(ABC):
         """Time of each kernel, ``[len(kernels)]``."""
 
     def moving_ns(self, graph: Graph, kernels: Kernels) -> NDArray[np.int64]:
-        """What it takes each kernel to read and write memory, ``[len(kernels)]``; 0 where nobody knows."""
+        """The least it takes each kernel to read and write memory, ``[len(kernels)]``; 0 where nobody knows."""
         del graph  # nobody does unless a model says so
         return np.zeros(len(kernels), np.int64)
 

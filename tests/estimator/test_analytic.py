@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -45,8 +47,10 @@ def test_kernels_and_what_they_return():
 def test_a_kernel_s_bytes_take_their_time_whatever_it_computes():
     """Two arrays of 128 bytes, one read and one written, at 1 ns a byte; the logarithm takes 512 ns."""
     model, kernels = AnalyticModel(SLOW), Kernels.of_lists([(3,), (2, 3), (2, 3)], [(3,), (3,), (2, 3)])
-    assert model.moving_ns(STEP, kernels).tolist() == [256, 256, 384]
-    assert model.kernels_ns(STEP, kernels).tolist() == [512, 544, 544]
+    on_gpu = replace(STEP, backend="gpu")
+    assert model.moving_ns(on_gpu, kernels).tolist() == [256, 256, 384]
+    assert model.kernels_ns(on_gpu, kernels).tolist() == [512, 544, 544]
+    assert model.moving_ns(STEP, kernels).tolist() == [0, 0, 0], "caches of a CPU"
 
 
 @pytest.mark.parametrize("rows", [16, 4096])

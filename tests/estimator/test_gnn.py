@@ -49,6 +49,13 @@ def test_kernels_are_the_network_s_correction_of_the_analytical_estimate(model: 
     assert len(set(np.round(ratio, 3))) > 20
 
 
+def test_what_moving_bytes_takes_is_the_analytical_estimate_s(model: GnnModel) -> None:
+    least = model.moving_ns(GRAPH, KERNELS)
+    assert least.tolist() == AnalyticModel(DEVICE).moving_ns(GRAPH, KERNELS).tolist()
+    assert least.min() > 0
+    assert (least <= AnalyticModel(DEVICE).kernels_ns(GRAPH, KERNELS)).all()
+
+
 def test_one_kernel_costs_the_same_alone_and_among_others(model: GnnModel) -> None:
     times = model.kernels_ns(GRAPH, KERNELS)
     fresh = GnnModel(random_weights())
