@@ -87,7 +87,7 @@ class Session:
     """And its calls."""
     over: Gone = nobody_gone
     """Whether that training, this process or the search is ended from outside."""
-    compiles_at_once: int = 8
+    compiles_at_once: int = 16
     """The most modules that are compiled at once."""
     compiles_between_steps: bool = False
     """Whether they may take memory that the devices lack beside a step of the training that goes on."""
