@@ -34,7 +34,8 @@ from disco_hlo.plugin.phases.keeping import (
     prices_of,
     with_room,
 )
-from disco_hlo.plugin.phases.structure_search import Making, StructureSearch
+from disco_hlo.plugin.phases.making_structures import Making
+from disco_hlo.plugin.phases.structure_search import StructureSearch
 from disco_hlo.plugin.session import join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import early_module, enacted

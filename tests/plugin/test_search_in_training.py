@@ -38,8 +38,8 @@ from disco_hlo.plugin.measuring.trial import Trial
 from disco_hlo.plugin.phases import (
     enact_phase,
     finding,
+    making_structures,
     search_in_training,
-    structure_search,
     training_phase,
 )
 from disco_hlo.plugin.phases.finding import FoundPlans, search_apart
@@ -562,7 +562,7 @@ def test_a_step_that_leaves_no_room_to_compile_beside_it_is_held_for_compiles_of
     monkeypatch.setattr(room, "BACKENDS", tuning)
     monkeypatch.setattr(compiling, "BACKENDS", tuning)
     monkeypatch.setattr(room, "may_rise_at_peak_bytes", lambda *_: 0)
-    monkeypatch.setattr(structure_search, "is_tuned", lambda *_: not new)
+    monkeypatch.setattr(making_structures, "is_tuned", lambda *_: not new)
     held: dict[str, list[tuple[bool, bool]]] = {"capture": [], "compile_module": []}
 
     def noted(name: str) -> None:

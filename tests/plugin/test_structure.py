@@ -33,9 +33,10 @@ from disco_hlo.plan.store import PlanStore
 from disco_hlo.plan.variants import unfused
 from disco_hlo.plugin.measuring import room
 from disco_hlo.plugin.measuring.runner import Runner
-from disco_hlo.plugin.phases import structure_search
+from disco_hlo.plugin.phases import making_structures, structure_search
 from disco_hlo.plugin.phases.finding import find, share_of_a_search
-from disco_hlo.plugin.phases.structure_search import Ahead, Making, StructureSearch
+from disco_hlo.plugin.phases.making_structures import Ahead, Making
+from disco_hlo.plugin.phases.structure_search import StructureSearch
 from disco_hlo.plugin.session import Interruption, Session, join
 from disco_hlo.plugin.settings import Settings
 from disco_hlo.plugin.structure import (
@@ -415,7 +416,7 @@ def test_what_a_rank_cannot_take_from_rank_0_is_left_out_on_all_and_the_next_is_
             own[name].set_result(one)
         own["c"].set_exception(IllegalMoveError("no")) if channel.rank else own["c"].set_result(made[0]["b"])
         session = session_of(tmp_path, channel, timeout_s=20.0)
-        mine = structure_search.Structures(None, {}, own)  # type: ignore[arg-type]
+        mine = making_structures.Structures(None, {}, own)  # type: ignore[arg-type]
         return {name: one.module for name, one in structure_search._agreed(session, mine, "acb").items()}
 
     assert on_ranks(2, agreed) == [{"b": made[0]["b"].module}] * 2
@@ -443,12 +444,12 @@ def made_by(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[str], str], names: Sequence[str] = ("a", "b", "c")
 ) -> None:
     """Structures of these names, or of the one that is asked for, are made by ``make``, one at a time."""
-    monkeypatch.setattr(structure_search, "early_module", lambda *_: SimpleNamespace(key="f00d"))
+    monkeypatch.setattr(making_structures, "early_module", lambda *_: SimpleNamespace(key="f00d"))
     monkeypatch.setattr(
-        structure_search, "named_schedules", lambda _early, asked, _pays: {one: [] for one in asked or names}
+        making_structures, "named_schedules", lambda _early, asked, _pays: {one: [] for one in asked or names}
     )
-    monkeypatch.setattr(structure_search, "restructured", lambda _early, name, *_: make(name))
-    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
+    monkeypatch.setattr(making_structures, "restructured", lambda _early, name, *_: make(name))
+    monkeypatch.setattr(making_structures, "compiles_at_once", lambda _: 1)
 
 
 def done(value: Any) -> Future[Any]:
@@ -469,7 +470,7 @@ def test_what_was_tuned_on_other_devices_counts_as_new(
     """Picks are those of a kind of device: on another one that shares the plan directory XLA finds none of them, and
     writes an error for each kernel."""
     source = parsed(SCANNED.replace("OP", REDUCED))
-    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
+    monkeypatch.setattr(making_structures, "compiles_at_once", lambda _: 1)
 
     def digest(device_kind: str) -> str:
         session = not_held(tmp_path, structure="off")
@@ -524,12 +525,12 @@ def test_schedules_are_found_while_the_step_is_profiled_and_nothing_is_captured_
         assert profiled.wait(20)
         return SimpleNamespace(key="f00d", schedules={"chunk-2": ()})
 
-    monkeypatch.setattr(structure_search, "interpreter", lambda _: elsewhere)
+    monkeypatch.setattr(making_structures, "interpreter", lambda _: elsewhere)
     monkeypatch.setattr(compiles, "capture_structure", capture)
-    monkeypatch.setattr(structure_search, "early_of", find)
-    monkeypatch.setattr(structure_search, "named_schedules", lambda early, *_: dict(early.schedules))
-    monkeypatch.setattr(structure_search, "restructured", lambda _early, name, _moves, _compiled: name)
-    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
+    monkeypatch.setattr(making_structures, "early_of", find)
+    monkeypatch.setattr(making_structures, "named_schedules", lambda early, *_: dict(early.schedules))
+    monkeypatch.setattr(making_structures, "restructured", lambda _early, name, _moves, _compiled: name)
+    monkeypatch.setattr(making_structures, "compiles_at_once", lambda _: 1)
     session = session_of(tmp_path)
     source = parsed(SCANNED.replace("OP", REDUCED))
     ahead = Ahead(session, source)
@@ -553,7 +554,7 @@ def test_schedules_are_found_while_the_step_is_profiled_and_nothing_is_captured_
 def test_nothing_is_found_ahead_that_is_not_tried_or_would_disturb_the_profile(
     op: str, structure: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(structure_search, "interpreter", lambda _: run)
+    monkeypatch.setattr(making_structures, "interpreter", lambda _: run)
     ahead = Ahead(session_of(tmp_path, structure=structure), parsed(SCANNED.replace("OP", op)))
     with ahead.beside_compiles():
         pass
@@ -565,7 +566,7 @@ def test_nothing_is_found_ahead_where_one_rank_cannot_and_others_would_wait_for_
 ) -> None:
     sources = [parsed(SCANNED.replace("OP", REDUCED)) for _ in range(2)]
     monkeypatch.setattr(
-        structure_search, "interpreter", lambda source: here if source is sources[1] else elsewhere
+        making_structures, "interpreter", lambda source: here if source is sources[1] else elsewhere
     )
 
     def ahead(channel: KvChannel) -> object:
@@ -586,7 +587,7 @@ def ranked(
 
     def result(ns: int) -> Any:
         if not ns:
-            raise structure_search.LateError("late")
+            raise making_structures.LateError("late")
         return SimpleNamespace(source=step)
 
     monkeypatch.setattr(structure_search, "foreseen", lambda *_: (next(ns for ns in left if ns), 0.0, 0))
@@ -694,15 +695,15 @@ def test_calls_are_held_only_for_structures_whose_drafts_are_the_fastest(
         holds.clear()
 
     early = SimpleNamespace(key="f00d", run=lambda *_: DEFAULT)
-    monkeypatch.setattr(structure_search, "early_module", lambda *_: early)
+    monkeypatch.setattr(making_structures, "early_module", lambda *_: early)
     names = [name for name in times_ns if name != DEFAULT]
-    monkeypatch.setattr(structure_search, "named_schedules", lambda *_: {name: [] for name in names})
-    monkeypatch.setattr(structure_search, "restructured", read)
-    monkeypatch.setattr(structure_search, "moved", move)
-    monkeypatch.setattr(structure_search, "of_module", read)
+    monkeypatch.setattr(making_structures, "named_schedules", lambda *_: {name: [] for name in names})
+    monkeypatch.setattr(making_structures, "restructured", read)
+    monkeypatch.setattr(making_structures, "moved", move)
+    monkeypatch.setattr(making_structures, "of_module", read)
     monkeypatch.setattr(structure_search, "foreseen", predict)
     monkeypatch.setattr(structure_search, "interpreter", lambda _: here)
-    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
+    monkeypatch.setattr(making_structures, "compiles_at_once", lambda _: 1)
     monkeypatch.setattr(compiles, "capture", capture)
     told: list[list[str]] = []
 
@@ -791,7 +792,7 @@ def test_what_is_kept_in_part_is_made_where_what_keeps_all_has_no_room(
         in_time=lambda chosen: chosen,
     )
     drafts = {name: done(name) for name in (DEFAULT, "keep-all")}
-    structures: Any = structure_search.Structures(None, {"keep-all": []}, {"keep-all": None}, drafts)  # type: ignore[arg-type,dict-item]
+    structures: Any = making_structures.Structures(None, {"keep-all": []}, {"keep-all": None}, drafts)  # type: ignore[arg-type,dict-item]
     search = searching(fake_session(), UNCHANGED, making)
     assert search._promising(structures, None, over=False) == {"keep-some": False}
 
@@ -820,15 +821,15 @@ def test_a_structure_is_searched_as_a_later_process_makes_it(
     def read(_early: object, name: str, _moves: object, _changed: bytes, module: bytes) -> Any:
         return SimpleNamespace(name=name, record=module.decode())
 
-    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
+    monkeypatch.setattr(making_structures, "compiles_at_once", lambda _: 1)
     monkeypatch.setattr(compiles, "capture", capture)
-    monkeypatch.setattr(structure_search, "of_module", read)
+    monkeypatch.setattr(making_structures, "of_module", read)
     source: Any = SimpleNamespace(
         graph=SimpleNamespace(backend="gpu", nodes=[]), module=SimpleNamespace(computations=())
     )
     making = Making(not_held(tmp_path, structure="off"), source)
     own = SimpleNamespace(early=b"early", record=SimpleNamespace(moves=()), name="a")
-    structures = structure_search.Structures(None, {}, {"a": done(own)})  # type: ignore[arg-type]
+    structures = making_structures.Structures(None, {}, {"a": done(own)})  # type: ignore[arg-type]
     making.settle(structures, ["a"])
     settled: Any = structures.made["a"].result(10)
     making.end()
@@ -849,8 +850,8 @@ def test_structures_that_would_not_be_compiled_in_time_are_not_begun(
         return [None if one is type(None) else one for one in found]
 
     assert errors() == [None] * 3
-    monkeypatch.setattr(structure_search, "making_s", lambda _: 0.0)
-    assert errors() == [structure_search.LateError] * 3
+    monkeypatch.setattr(making_structures, "making_s", lambda _: 0.0)
+    assert errors() == [making_structures.LateError] * 3
     assert errors(when="training") == [None] * 3, "nobody waits"
     assert errors(processes=2) == [None] * 3, "the other would wait inside XLA's autotuner"
 
@@ -884,7 +885,7 @@ def test_structures_that_there_is_no_time_to_profile_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step took 90 s to profile, so one of them 30 s."""
-    monkeypatch.setattr(structure_search, "compiles_at_once", lambda _: 1)
+    monkeypatch.setattr(making_structures, "compiles_at_once", lambda _: 1)
     said: list[str] = []
 
     def in_time(**settings: Any) -> list[str]:
@@ -898,7 +899,7 @@ def test_structures_that_there_is_no_time_to_profile_are_named(
     assert in_time(budget_s=10) == ["a", "known", "b"]
     assert said == ["c is not tried: no time is left to profile it"]
     assert in_time(budget_s=1) == ["a", "known", "b"]
-    monkeypatch.setattr(structure_search, "making_s", lambda _: 20.0)
+    monkeypatch.setattr(making_structures, "making_s", lambda _: 20.0)
     said.clear()
     assert in_time(budget_s=10) == ["a", "known"]
     assert said == [

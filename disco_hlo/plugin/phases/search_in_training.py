@@ -67,11 +67,11 @@ from disco_hlo.plugin.phases.finding import (
     search_apart,
     search_structure_apart,
 )
+from disco_hlo.plugin.phases.making_structures import Making
 from disco_hlo.plugin.phases.search_phase import only_search
 from disco_hlo.plugin.phases.structure_search import (
     MOST_STRUCTURES,
     RIVALS,
-    Making,
     StructureSearch,
 )
 from disco_hlo.plugin.refusals import refuse_callbacks, refuse_other_threads, switched_on

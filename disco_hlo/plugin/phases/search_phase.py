@@ -41,7 +41,8 @@ from disco_hlo.plugin.phases.finding import (
     longest_s,
     search_structure_apart,
 )
-from disco_hlo.plugin.phases.structure_search import Ahead, Making, StructureSearch
+from disco_hlo.plugin.phases.making_structures import Ahead, Making
+from disco_hlo.plugin.phases.structure_search import StructureSearch
 from disco_hlo.plugin.refusals import may_be_run, refuse_callbacks, refuse_others, refuse_switched_on
 from disco_hlo.plugin.session import Interruption, Session, interruption, join, warn_of_lost_donation
 from disco_hlo.plugin.settings import Settings
