@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import logging
 import re
 from collections import Counter
@@ -148,6 +149,21 @@ def test_sums_in_float32_are_compared_with_the_default_that_adds_up_so_too(
     assert "plan: adds up in float32, and is compared with XLA's default that does so, too" in caplog.text
 
 
+def test_modules_that_are_traced_are_compiled_without_what_plans_are_compared_with(tmp_path: Path) -> None:
+    """Those of a structure: nobody would read what else is compiled with them."""
+    compiled: list[str] = []
+
+    def look(session: Session, source: CanonicalModule) -> Trial:
+        made = with_float32_sums(session.request)
+        traced = Trial("traced", read(made.source), 0, restructured=made)
+        many = replace(session, compiles_at_once=8)
+        compile_trials(many, source, [traced], tag="profile", then=lambda one: compiled.append(one.name))
+        return traced
+
+    assert in_session(tmp_path, look, stagnating_step).finer is None
+    assert compiled == ["traced"]
+
+
 def test_a_plan_with_sums_in_float32_that_never_ran_here_is_enacted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -169,37 +185,46 @@ def test_a_plan_with_sums_in_float32_that_never_ran_here_is_enacted(
     assert "plan: adds up in float32, and is compared with XLA's default that does so, too" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("refuses", "lack", "with_what"),
-    [
-        ("", "", "XLA's default with sums in float32"),
-        ("", "rank 1: it needs 9 MiB", "default"),
-        ("XLA refuses it", "", "default"),
-    ],
-)
+FINER = "XLA's default with sums in float32"
+
+
+@pytest.mark.parametrize("what", ["runs", "made", "banned", "compiled", "room", "run"])
 def test_what_adds_up_in_float32_is_compared_with_the_default_that_does_so_where_that_can_be_run(
-    refuses: str, lack: str, with_what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plans that add up in float32 in the same places have one such default; others are compared as ever."""
+    """Plans that add up in float32 in the same places have one such default; others are compared as ever. ``what`` goes
+    wrong with it."""
     runs: list[list[str]] = []
 
-    def compile_default(*_: Any) -> None:
-        if refuses:
-            raise UnsupportedError(refuses)
+    def fails(name: str, value: Any = None) -> Any:
+        if what == name:
+            raise UnsupportedError(name)
+        return value
 
     def compare(_session: Session, programs: Sequence[Trial], *_: Any) -> None:
         runs.append([one.name for one in programs])
+        if programs[0].name == FINER:
+            fails("run")
         programs[-1].error, programs[-1].differs = "output 0 differs", True
 
     monkeypatch.setattr(candidates, "compare", compare)
-    monkeypatch.setattr(candidates, "compile_default", compile_default)
-    monkeypatch.setattr(candidates, "lack_of_memory", lambda *_, **__: lack)
-    made: Any = SimpleNamespace(with_finer_sums=lambda: b"early")
+    monkeypatch.setattr(candidates, "compile_default", lambda *_: fails("compiled"))
+    monkeypatch.setattr(
+        candidates, "lack_of_memory", lambda *_, **__: "rank 1: it needs 9 MiB" if what == "room" else ""
+    )
+    banned = {hashlib.sha256(b"early").hexdigest(): "it ended a process"} if what == "banned" else {}
+    bans = SimpleNamespace(
+        reason=lambda digest: banned.get(digest, ""), trying=lambda *_: contextlib.nullcontext()
+    )
+    marks: Any = SimpleNamespace(bans=bans)
+    made: Any = SimpleNamespace(with_finer_sums=lambda: fails("made", b"early"))
     default, plain = Trial("default", None, 0), Trial("plain", None, 0, times_ns=[7])
-    finer = [Trial(name, None, 0, restructured=made, times_ns=[7]) for name in ("plan", "plan 2")]
+    finer = [
+        Trial(name, None, 0, marks=marks, restructured=made, times_ns=[7]) for name in ("plan", "plan 2")
+    ]
     compare_with_default(session_of(tmp_path), default, [finer[0], plain, finer[1]])
-    apart = [[with_what, "plan", "plan 2"], ["default", "plain"]]
-    assert runs == (apart if with_what != "default" else [["default", "plan", "plain", "plan 2"]])
+    apart, at_once = [FINER, "plan", "plan 2"], ["default", "plan", "plain", "plan 2"]
+    assert runs == {"runs": [apart, ["default", "plain"]], "run": [apart, at_once]}.get(what, [at_once])
     assert (finer[1].compared, finer[1].times_ns, finer[0].compared) == (False, [], True)
     assert finer[0].finer is finer[1].finer
 

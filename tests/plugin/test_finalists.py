@@ -186,6 +186,9 @@ Compiled = list[list[str]]
 Compile = Callable[..., tuple[Compiled, list[str], bool]]
 
 
+FINER = "XLA's default with sums in float32"
+
+
 class Clock:
     """Time that passes while something compiles, and then only."""
 
@@ -234,6 +237,23 @@ def test_where_there_is_time_all_are_compiled_and_stay_in_their_order(
     assert left == list(NAMES)
     assert ended is True
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(("at_once", "beside"), [(2, []), (3, [FINER]), (8, [FINER])])
+def test_what_a_structure_is_compared_with_is_compiled_beside_it_where_cores_are_idle(
+    at_once: int, beside: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waves: list[list[str]] = []
+
+    def compile_trials(_session: Session, _source: Any, trials: Sequence[Trial], *, tag: str) -> None:
+        waves.append([trial.name for trial in trials])
+
+    monkeypatch.setattr(finalists, "compile_trials", compile_trials)
+    monkeypatch.setattr(finalists, "compiles_at_once", lambda _: at_once)
+    made: Any = SimpleNamespace(with_finer_sums=lambda: b"early")
+    structures = [Trial(name, Strategy(), 0, restructured=made) for name in ("float32-sums", "keep")]
+    assert finalists.compile_finalists(session_of(tmp_path), None, structures, Interruption())  # type: ignore[arg-type]
+    assert waves == [["float32-sums", "keep", *beside]]
 
 
 def test_what_would_not_be_done_in_time_is_left_out_and_one_line_says_so(

@@ -39,7 +39,7 @@ from disco_hlo.plugin.measuring.comparing import (
     settle_inputs,
 )
 from disco_hlo.plugin.measuring.compiling import CompileBatch, compile_default
-from disco_hlo.plugin.measuring.inputs.arguments import RealInputs
+from disco_hlo.plugin.measuring.inputs.arguments import RealInputs, let_go
 from disco_hlo.plugin.measuring.lockstep import (
     SLICE_NS,
     anywhere,
@@ -112,8 +112,6 @@ def begin_to_compile(
         _hand_out(session, source, trial, trials[:number], tag=f"{tag} {number}")
     waiting = [trial for trial in trials if not trial.error]
     at_once = compiles_at_once(session)
-    if session.between_steps is None and len(waiting) < at_once:
-        waiting += [one for one in finer_defaults(waiting) if one.executable is None]
     suspected = any(one.marks is not None and one.marks.bans.suspects(one.digest) for one in waiting)
     if anywhere(session, suspected, f"{tag}: suspects"):  # on all ranks, as they hold calls together
         at_once = 1
@@ -210,7 +208,8 @@ def _compile(
     """Compile a trial's module on this rank, and what is done ``then``."""
     started = time.monotonic()
     if trial.strategy is None and trial.early is not None:
-        trial.executable = compiles.compile_module(session.request, None, options, trial.early)
+        with marked(session, trial, "compile"):
+            trial.executable = compiles.compile_module(session.request, None, options, trial.early)
     elif trial.strategy is None:
         trial.executable = compiles.compile_module(session.request, None, trial.options)
         try:
@@ -280,19 +279,30 @@ def measure(
     return complete
 
 
-def finer_defaults(trials: Sequence[Trial]) -> list[Trial]:
+def finer_defaults(session: Session, trials: Sequence[Trial]) -> list[Trial]:
     """XLA's defaults that :func:`compare_with_default` compares trials with which add up in float32: one for all that
-    do so in the same places. Each of these trials is told its own."""
+    do so in the same places. Each of these trials is told its own. On all ranks at once, and none on any where one
+    rank cannot make them."""
     found: dict[bytes | None, Trial] = {}
-    for trial in trials:
-        if finer := trial.finer or _finer_default(trial):
-            trial.finer = found.setdefault(finer.early, finer)
+    try:
+        with session.stage("sums in float32"):
+            for trial in trials:
+                if finer := trial.finer or _finer_default(trial):
+                    trial.finer = found.setdefault(finer.early, finer)
+    except Exception as error:
+        LOGGER.debug("XLA's default with sums in float32 is not made: %s", one_line(error))
+        for trial in trials:
+            trial.finer = None
+        return []
     return list(found.values())
 
 
 def _finer_default(trial: Trial) -> Trial | None:
     early = None if trial.restructured is None else trial.restructured.with_finer_sums()
-    return None if early is None else Trial("XLA's default with sums in float32", None, 0, early=early)
+    if early is None:
+        return None
+    # Its marks go by the early module: one that ends the process is not tried by every search anew.
+    return Trial("XLA's default with sums in float32", None, 0, early, trial.marks, early=early)
 
 
 def compare_with_default(
@@ -307,18 +317,17 @@ def compare_with_default(
     step that adds up so, too, where that can be run. ``inputs``, ``held`` and errors are those of
     :func:`~disco_hlo.plugin.measuring.comparing.compare`."""
     try:
-        with session.stage("sums in float32"):
-            defaults = finer_defaults(others)
         left = list(others)
-        for finer in defaults:
+        for finer in finer_defaults(session, others):
             if _can_be_run(session, finer, held):
                 alike = [trial for trial in others if trial.finer is finer]
                 session.say(
                     "%s: adds up in float32, and is compared with XLA's default that does so, too",
                     ", ".join(trial.name for trial in alike),
                 )
-                compare(session, (finer, *alike), inputs, held)
-                left = [trial for trial in left if trial.finer is not finer]
+                _compare_with_finer(session, finer, alike, inputs, held)
+                known = [trial for trial in alike if trial.error or not finer.error]
+                left = [trial for trial in left if all(trial is not one for one in known)]
         if left:
             compare(session, (default, *left), inputs, held)
         for trial in others:
@@ -329,11 +338,34 @@ def compare_with_default(
                 trial.times_ns.clear()
 
 
+def _compare_with_finer(
+    session: Session,
+    finer: Trial,
+    alike: Sequence[Trial],
+    inputs: RealInputs | None,
+    held: HeldPasses | None,
+) -> None:
+    """Compare trials with XLA's default with sums in float32. Where that fails itself, its error says so, and nothing
+    is known of those trials that have none."""
+    try:
+        compare(session, (finer, *alike), inputs, held)
+    except Exception as error:
+        if session.between_steps is not None and training_ends(session):
+            raise
+        finer.error = one_line(error)
+        session.say("%s: nothing can be compared with it: %s", finer.name, finer.error)
+        let_go(error)
+
+
 def _can_be_run(session: Session, finer: Trial, held: HeldPasses | None) -> bool:
     """Whether XLA's default with sums in float32 is compiled, now or before, and has room to run, on all ranks."""
+    banned = "" if finer.marks is None or not session.leads else finer.marks.bans.reason(finer.digest)
+    if banned := session.tell(banned, f"{finer.name}: ban"):
+        finer.error = f"it is banned: {banned}"
     if finer.executable is None and not finer.error:
         try:
-            finer.executable = compile_default(session, finer.name, finer.early or b"")
+            with marked(session, finer, "compile"):
+                finer.executable = compile_default(session, finer.name, finer.early or b"")
         except Exception as error:
             if session.between_steps is not None and training_ends(session):
                 raise

@@ -54,6 +54,7 @@ from disco_hlo.plugin.measuring.candidates import (
     begin_to_compile,
     compare_with_default,
     compile_trials,
+    finer_defaults,
     measure,
 )
 from disco_hlo.plugin.measuring.room import compiles_at_once
@@ -219,7 +220,10 @@ def compile_finalists(
     while waiting:
         began_s = time.monotonic() - started
         some, waiting = waiting[:at_once], waiting[at_once:]
-        compile_trials(session, source, some, tag=f"candidates from {done}")
+        # What they will be compared with, where cores are idle.
+        beside = finer_defaults(session, some) if len(some) < at_once else []
+        new = [one for one in beside if one.executable is None and not one.error]
+        compile_trials(session, source, [*some, *new], tag=f"candidates from {done}")
         done += len(some)
         spent_s = time.monotonic() - started
         late = done >= _AT_LEAST and 2 * spent_s - began_s > budget_s

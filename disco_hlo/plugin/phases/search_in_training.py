@@ -371,7 +371,7 @@ class SearchInTraining:
         self._say_held("comparing")
         self._offer([one for one in tried if one.compared])
         for one in (trials[0], *tried):
-            one.executable = None
+            one.executable = one.finer = None
             if one.error:
                 session.say("%s is not tried: %s", one.name, one.error)
         with peak_told(self._request, "trials"):

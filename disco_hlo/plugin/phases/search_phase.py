@@ -145,7 +145,7 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
         executable = winner.executable
     keep(session.request, hashlib.sha256(winner.module).hexdigest(), winner.launched_singly, executable)
     for trial in trials:  # their code lies on the devices as long as they live
-        trial.executable = None
+        trial.executable = trial.finer = None
     digest = hashlib.sha256(winner.module).hexdigest()
     LOGGER.debug("rank %d executes module %s", session.channel.rank, digest)
     warn_of_lost_donation(session, step)
