@@ -22,7 +22,7 @@ def compiled_search() -> None:
 @pytest.fixture(autouse=True)
 def nothing_enacted(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test runs what another has compiled."""
-    monkeypatch.setattr(enact_phase, "_executables", {})
+    monkeypatch.setattr(enact_phase, "_enacted", {})
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import re
@@ -374,6 +375,11 @@ def test_a_step_that_jax_compiles_anew_for_other_shardings_runs_its_plan_as_it_w
     first, second = ran
     assert first is not None
     assert (second is first) == (not option)
+    del first, second
+    ran.clear(), jax.clear_caches()
+    gc.collect()
+    [(number, _)] = enact_phase._enacted.values()
+    assert number not in map(id, jax.local_devices()[0].client.live_executables()), "JAX alone keeps it"
     jaxlink.uninstall()
     jax.clear_caches()
     for _ in range(3):

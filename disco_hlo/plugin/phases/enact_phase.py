@@ -44,13 +44,13 @@ from disco_hlo.plugin.step import Step, training_step
 from disco_hlo.plugin.structure import Restructured, enacted
 from disco_hlo.plugin.xla import compiles, jaxlink
 from disco_hlo.plugin.xla.compiles import Halted
-from disco_hlo.plugin.xla.executables import LoadedExecutable
+from disco_hlo.plugin.xla.executables import LoadedExecutable, read_executable
 from disco_hlo.plugin.xla.jaxlink import CompileRequest
 from disco_hlo.printable import counted
 
 _NO_PLAN = "there is no plan for it in"
-_executables: dict[tuple[object, ...], LoadedExecutable] = {}
-"""What runs the plan that was enacted last."""
+_enacted: dict[tuple[object, ...], tuple[int, bytes]] = {}
+"""Where the executable is that runs the plan that was enacted last, and the digest of what it executes."""
 _compared: set[str] = set()
 """Digests of modules that this process compared, where the plan directory cannot say so."""
 _told: set[str] = set()
@@ -254,10 +254,10 @@ def _enact(
     trial = Trial(plan.chosen, plan.strategy, 0, proposed.module, slot, restructured=proposed.restructured)
     singly = plan.launched_singly is True
     try:
-        kept = None if again.why else _kept(session, digest, singly)
+        made = None if again.why else _already_compiled(session, digest, singly)
         with session.stage("enact"), marked(session, trial, "compile"):
-            if kept is not None:
-                trial.executable = kept
+            if made is not None:
+                trial.executable = made
             elif proposed.waiting is None:
                 options = launch_options(session, plan.launched_singly)
                 trial.executable = compiles.compile_module(session.request, proposed.module, options)
@@ -275,32 +275,47 @@ def _enact(
         turns = f"; it {again.why}: at first it takes turns with XLA's default, and goes on if it pays"
     else:
         LOGGER.debug("rank %d executes module %s", session.channel.rank, digest)
-        keep(session.request, digest, singly, trial.executable)
+        note_enacted(session.request, digest, singly, trial.executable)
     warn_of_lost_donation(session, step)
     found = ", found under other constants and applied to this step" if proposed.other else ""
     say("enacts the plan of %s%s: %s%s", plan.target.module_name, found, _describe(plan), turns)
     return None if turns else trial.executable
 
 
-def keep(request: CompileRequest, digest: str, singly: bool, executable: LoadedExecutable) -> None:
-    """Keep what runs a plan, by the digest of its module: where JAX compiles the step anew, since its arrays came in
-    other shardings, XLA need not. One alone is kept, since its code lies on the devices, and none that calls Python."""
-    _executables.clear()
+def note_enacted(request: CompileRequest, digest: str, singly: bool, executable: LoadedExecutable) -> None:
+    """Note what runs a plan, by the digest of its module: where JAX compiles the step anew, since its arrays came in
+    other shardings, XLA need not. What calls Python functions by their numbers is none that another compile may run.
+    """
+    _enacted.clear()
     if not request.holds_addresses:
-        _executables[_compiled_from(request, digest, singly)] = executable
+        with contextlib.suppress(DiscoError):  # one that cannot be read is compiled again
+            _enacted[_made_from(request, digest, singly)] = id(executable), _executed(executable)
 
 
-def _kept(session: Session, digest: str, singly: bool) -> LoadedExecutable | None:
-    """What was kept, where all ranks have it: they compile together or not at all."""
-    request = session.request
-    found = None if request.holds_addresses else _executables.get(_compiled_from(request, digest, singly))
+def _already_compiled(session: Session, digest: str, singly: bool) -> LoadedExecutable | None:
+    """What was noted of this plan, where it is alive on all ranks: they compile together or not at all.
+
+    It is kept by JAX alone: what we kept would keep its client, and the devices' memory with that, when a script makes
+    JAX forget both.
+    """
+    request, found = session.request, None
+    number, executed = _enacted.get(_made_from(request, digest, singly), (0, b""))
+    if number and not request.holds_addresses:
+        with contextlib.suppress(DiscoError):
+            same = (one for one in request.backend.live_executables() if id(one) == number)
+            found = next((one for one in same if _executed(one) == executed), None)  # or another in its place
     return None if anywhere(session, found is None, "compiled before") else found
 
 
-def _compiled_from(request: CompileRequest, digest: str, singly: bool) -> tuple[object, ...]:
+def _executed(executable: LoadedExecutable) -> bytes:
+    return hashlib.sha256(read_executable(executable)).digest()
+
+
+def _made_from(request: CompileRequest, digest: str, singly: bool) -> tuple[object, ...]:
     """What makes an executable what it is. Options of JAX's own differ between two compiles of a step, and matter
     before the hook alone."""
-    return digest, singly, tuple(device.id for device in request.devices), request.script_options
+    job = jaxlink.job_number()
+    return digest, singly, job, tuple(device.id for device in request.devices), request.script_options
 
 
 def _compares_well(session: Session, step: Step, plan: Plan, trial: Trial, why: str) -> bool:

@@ -24,7 +24,7 @@ from disco_hlo.plugin.measuring.known_times import measured_times
 from disco_hlo.plugin.measuring.profiling import profile_step
 from disco_hlo.plugin.measuring.room import interpreter, limited_bytes, room_bytes
 from disco_hlo.plugin.measuring.traced_modules import take_timelines
-from disco_hlo.plugin.phases.enact_phase import enact, keep
+from disco_hlo.plugin.phases.enact_phase import enact, note_enacted
 from disco_hlo.plugin.phases.finalists import (
     Outcome,
     begin_with_likeliest,
@@ -143,10 +143,10 @@ def _search_and_measure(session: Session, step: Step, slot: PlanSlot) -> LoadedE
             save_timelines(slot, winner, timelines)
     with session.stage("taking the winner"):
         executable = winner.executable
-    keep(session.request, hashlib.sha256(winner.module).hexdigest(), winner.launched_singly, executable)
     for trial in trials:  # their code lies on the devices as long as they live
         trial.executable = trial.finer = None
     digest = hashlib.sha256(winner.module).hexdigest()
+    note_enacted(session.request, digest, winner.launched_singly, executable)
     LOGGER.debug("rank %d executes module %s", session.channel.rank, digest)
     warn_of_lost_donation(session, step)
     return executable
