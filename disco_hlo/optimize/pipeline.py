@@ -237,11 +237,6 @@ class Optimized:
         """The plan that is predicted to be the fastest."""
         return self.plans[0]
 
-    @functools.cached_property
-    def prediction(self) -> Prediction:
-        """Of the best plan."""
-        return self.case.prediction(self.best)
-
     @property
     def unmeasured(self) -> tuple[str, Scheduled]:
         """Name and plan of what is taken where nothing is measured: XLA's own, unless the best is predicted faster."""

@@ -270,8 +270,9 @@ def search(step: Step, profile: Profile, settings: Settings) -> FoundPlans:
     """The plugin's own search, on this machine; needs no device."""
     found, search_s = _optimized(step, profile, settings)
     strategies = [one for one in candidates(found, settings.finalists) if one.strategy is not None]
+    prediction = found.case.prediction(found.best)
     return FoundPlans(
-        step.source.graph.fingerprint, tuple(strategies), found.prediction, found.result.evaluations, search_s
+        step.source.graph.fingerprint, tuple(strategies), prediction, found.result.evaluations, search_s
     )
 
 

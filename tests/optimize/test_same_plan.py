@@ -62,7 +62,7 @@ def test_the_plugin_and_the_command_find_one_plan(
     found = finding.find(settings, lambda *_: None, source, read(source), profile(backend), Interruption())
     assert offline.chosen == SEARCHED
     assert offline.strategy == found.search.best.strategy
-    assert offline.prediction == found.search.prediction
+    assert offline.prediction == found.search.case.prediction(found.search.best)
     assert offline.search.evaluations == found.search.evaluations
     assert offline.search.improvements == tuple(
         (one.evaluation, one.cost_ns) for one in found.search.result.trace

@@ -207,9 +207,9 @@ def _compile(
 ) -> None:
     """Compile a trial's module on this rank, and what is done ``then``."""
     started = time.monotonic()
-    if trial.strategy is None and trial.early is not None:
+    if trial.strategy is None and trial.structure is not None:
         with marked(session, trial, "compile"):
-            trial.executable = compiles.compile_module(session.request, None, options, trial.early)
+            trial.executable = compiles.compile_module(session.request, None, options, trial.structure)
     elif trial.strategy is None:
         trial.executable = compiles.compile_module(session.request, None, trial.options)
         try:
@@ -283,12 +283,12 @@ def finer_defaults(session: Session, trials: Sequence[Trial]) -> list[Trial]:
     """XLA's defaults that :func:`compare_with_default` compares trials with which add up in float32: one for all that
     do so in the same places. Each of these trials is told its own. On all ranks at once, and none on any where one
     rank cannot make them."""
-    found: dict[bytes | None, Trial] = {}
+    found: dict[bytes, Trial] = {}
     try:
         with session.stage("sums in float32"):
             for trial in trials:
                 if finer := trial.finer or _finer_default(trial):
-                    trial.finer = found.setdefault(finer.early, finer)
+                    trial.finer = found.setdefault(finer.module, finer)
     except Exception as error:
         LOGGER.debug("XLA's default with sums in float32 is not made: %s", one_line(error))
         for trial in trials:
@@ -299,10 +299,8 @@ def finer_defaults(session: Session, trials: Sequence[Trial]) -> list[Trial]:
 
 def _finer_default(trial: Trial) -> Trial | None:
     early = None if trial.restructured is None else trial.restructured.with_finer_sums()
-    if early is None:
-        return None
-    # Its marks go by the early module: one that ends the process is not tried by every search anew.
-    return Trial("XLA's default with sums in float32", None, 0, early, trial.marks, early=early)
+    # It has marks: one that ends the process is not tried by every search anew.
+    return None if early is None else Trial("XLA's default with sums in float32", None, 0, early, trial.marks)
 
 
 def compare_with_default(
@@ -317,7 +315,6 @@ def compare_with_default(
     step that adds up so, too, where that can be run. ``inputs``, ``held`` and errors are those of
     :func:`~disco_hlo.plugin.measuring.comparing.compare`."""
     try:
-        left = list(others)
         for finer in finer_defaults(session, others):
             if _can_be_run(session, finer, held):
                 alike = [trial for trial in others if trial.finer is finer]
@@ -326,8 +323,7 @@ def compare_with_default(
                     ", ".join(trial.name for trial in alike),
                 )
                 _compare_with_finer(session, finer, alike, inputs, held)
-                known = [trial for trial in alike if trial.error or not finer.error]
-                left = [trial for trial in left if all(trial is not one for one in known)]
+        left = [one for one in others if not one.error and (one.finer is None or one.finer.error)]
         if left:
             compare(session, (default, *left), inputs, held)
         for trial in others:
@@ -365,7 +361,7 @@ def _can_be_run(session: Session, finer: Trial, held: HeldPasses | None) -> bool
     if finer.executable is None and not finer.error:
         try:
             with marked(session, finer, "compile"):
-                finer.executable = compile_default(session, finer.name, finer.early or b"")
+                finer.executable = compile_default(session, finer.name, finer.module)
         except Exception as error:
             if session.between_steps is not None and training_ends(session):
                 raise

@@ -29,6 +29,7 @@ class Trial:
     predicted_ns: int
     """Its step time; with what launching its kernels singly takes, once it is handed out."""
     module: bytes = b""
+    """What XLA is handed: of XLA's default of another structure, the early module."""
     marks: PlanSlot | None = None
     """Where rank 0 notes that this candidate is being tried; None notes it nowhere."""
     options: Mapping[str, str] = field(default_factory=dict)
@@ -37,8 +38,6 @@ class Trial:
     """As of :class:`~disco_hlo.plan.plan.Plan`; the same on all ranks once it is handed out."""
     restructured: Restructured | None = None
     """What the strategy is for, where it is not the step with the structure XLA gives it."""
-    early: bytes | None = None
-    """Of XLA's default of another structure, the early module."""
     finer: Trial | None = None
     """What it is compared with where it adds up in float32 what the step adds up in 16 bits: XLA's default of that."""
     executable: Any = None
@@ -84,7 +83,9 @@ class Trial:
     @property
     def structure(self) -> bytes | None:
         """What takes the place of the step's early module."""
-        return self.early if self.restructured is None else self.restructured.early
+        if self.restructured is not None:
+            return self.restructured.early
+        return self.module or None if self.strategy is None else None
 
 
 def marked(session: Session, trial: Trial, stage: Stage) -> contextlib.AbstractContextManager[None]:
